@@ -1,0 +1,1 @@
+"""Attention over a KV buffer: one dispatch, several implementations, one definition."""
