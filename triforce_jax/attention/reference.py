@@ -59,23 +59,22 @@ def weighted_values(
     )
 
 
-def masked_attention(
-    q: Float[Array, "B T N H"],
-    keys: Float[Array, "B K S H"],
+def softmax_values(
+    scores: Float[Array, "B K Q S"],
     values: Float[Array, "B K S H"],
     visible: Bool[Array, "B T S"],
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B K Q S"]]:
-    """Attention under any mask. Every query must see at least one slot.
+    """Softmax of scores under any mask, and the sum of values. Each query must see some slot.
 
     Returns:
-      The output in q's dtype, and the probabilities in float32 (Q = G * T, G major).
+      The output in float32, and the probabilities in float32 (Q = G * T, G major).
     """
-    t = q.shape[1]
-    scores = attention_scores(group_queries(q, keys.shape[1]), keys)
-    groups = scores.shape[2] // t
-    mask = jnp.tile(visible, (1, groups, 1))[:, None]  # [B, 1, Q, S]
-    probs = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1)
-    return ungroup(weighted_values(probs, values), t).astype(q.dtype), probs
+    t = visible.shape[1]
+    mask = jnp.tile(visible, (1, scores.shape[2] // t, 1))[:, None]  # [B, 1, Q, S]
+    # A finite floor: a padded query may see nothing, and a NaN would spread through the values.
+    floor = jnp.finfo(jnp.float32).min
+    probs = jax.nn.softmax(jnp.where(mask, scores, floor), axis=-1)
+    return ungroup(weighted_values(probs, values), t), probs
 
 
 def mean_over_queries(
@@ -101,7 +100,9 @@ def attend(
     """See `attention.dispatch.attend`."""
     t, s = q.shape[1], keys.shape[2]
     visible = causal_visibility(lengths, t, jnp.arange(s))
-    out, probs = masked_attention(q, keys, values, visible)
+    scores = attention_scores(group_queries(q, keys.shape[1]), keys)
+    out, probs = softmax_values(scores, values, visible)
+    out = out.astype(q.dtype)
     if not mass_chunk:
         return out, None
     mass = probs.reshape(*probs.shape[:3], s // mass_chunk, mass_chunk).sum(-1)

@@ -1,0 +1,1 @@
+"""The decoding algorithm: propose, verify, commit, in one `lax.while_loop`."""
