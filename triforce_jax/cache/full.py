@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -32,9 +32,10 @@ class KVCache:
         return tuple(zip(self.keys, self.values, strict=True))
 
     @classmethod
-    def of_layers(cls, layers) -> KVCache:
+    def of_layers(cls, layers: Iterable[tuple[Array, Array]]) -> KVCache:
         """Undoes `layers`."""
-        return cls(tuple(k for k, _ in layers), tuple(v for _, v in layers))
+        keys, values = zip(*layers, strict=True)
+        return cls(keys, values)
 
 
 def empty(config: ModelConfig, batch_size: int, slots: int, dtype: DTypeLike) -> KVCache:

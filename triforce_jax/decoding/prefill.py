@@ -7,13 +7,14 @@ logits: the last prompt token is left *pending*, and the first verification feed
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
 from triforce_jax.cache import full, retrieval, streaming
 from triforce_jax.cache.full import KVCache
-from triforce_jax.config import DecodeConfig
+from triforce_jax.config import DecodeConfig, ModelConfig
 from triforce_jax.models.llama import Llama
 from triforce_jax.shapes import Shapes
 from triforce_jax.typing import Array, Float, Int
@@ -98,7 +99,7 @@ class PrefillPass:
 
 
 def plan(num_tokens: int, shapes: Shapes) -> list[PrefillPass]:
-    """Covers positions 0..num_tokens-1 with wide passes, and with narrow ones what is left."""
+    """Covers positions 0..num_tokens-1 with wide passes, and with small ones what is left."""
     passes, start = [], 0
     while num_tokens - start >= shapes.prefill_chunk:
         passes.append(PrefillPass(start, shapes.prefill_chunk))
@@ -120,3 +121,16 @@ def draft_needs(
     """
     reach = (num_layers + 1) * config.draft_budget
     return one.start < config.draft_sinks or one.start + one.width > shortest - reach
+
+
+def draft_needs(
+    one_pass: PrefillPass, num_tokens: Sequence[int], model: ModelConfig, config: DecodeConfig
+) -> bool:
+    """Whether a draft pass can be seen by any row once its `num_tokens` are in the cache.
+
+    A key depends on one window of tokens a layer below it, and on the sinks; what lies further
+    back than that, the draft need not read at all.
+    """
+    reach = config.draft_budget * (model.num_layers + 1)
+    start, end = one_pass.start, one_pass.start + one_pass.width
+    return start < config.draft_sinks or any(start < n and end > n - reach for n in num_tokens)

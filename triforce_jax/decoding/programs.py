@@ -16,6 +16,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
+from triforce_jax import sharding
 from triforce_jax.cache import full, retrieval
 from triforce_jax.config import DecodeConfig, ModelConfig
 from triforce_jax.decoding import loop, prefill
@@ -71,8 +72,6 @@ class Programs:
 
     def new_caches(self) -> Caches:
         """Allocates all caches. They are reused, donated from call to call."""
-        from triforce_jax import sharding
-
         config, shapes, b = self.config, self.shapes, self.config.batch_size
 
         def make() -> Caches:

@@ -1,0 +1,1 @@
+"""Lossless hierarchical speculative decoding (TriForce) for long-context Llama models in JAX."""
