@@ -96,6 +96,13 @@ class ModelConfig:
         if self.head_dim % 2:
             raise InputError("head_dim", self.head_dim, "an even number, which RoPE needs")
 
+    @property
+    def context_limit(self) -> int:
+        """Most tokens of one row. Dynamic scaling reaches further than what it starts from."""
+        if self.rope.kind == "dynamic":
+            return int(self.max_position * self.rope.factor)
+        return self.max_position
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], name: str = "") -> ModelConfig:
         """Reads the content of an HF config.json (old `rope_scaling` or new `rope_parameters`).
@@ -157,7 +164,8 @@ def _rope_from_hf(config: Mapping[str, Any]) -> RopeConfig:
     stated = scaling.get(
         "original_max_position_embeddings", config.get("original_max_position_embeddings")
     )
-    original = int(stated or max_position)
+    # HF's dynamic scaling starts at max_position_embeddings, whatever else is stated.
+    original = max_position if kind == "dynamic" else int(stated or max_position)
     # Some YaRN checkpoints leave the factor to be implied by the two context lengths.
     factor = scaling.get("factor")
     if factor is None and stated:

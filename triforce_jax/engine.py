@@ -30,7 +30,7 @@ from triforce_jax.decoding.state import (
 from triforce_jax.outputs import Stats
 
 # More outer steps than any row can take.
-_ALL_STEPS = 2**30
+ALL_STEPS = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +106,9 @@ class Engine:
         return self.programs.new_caches() if caches is None else caches
 
     def put_caches(self, caches: Caches) -> None:
-        """Gives the caches back for the next batch."""
-        self._caches = caches
+        """Gives the caches back for the next batch; not those that a failed call consumed."""
+        lost = any(leaf.is_deleted() for leaf in jax.tree.leaves(caches))
+        self._caches = None if lost else caches
 
     def prefill(self, rows: Sequence[Row]) -> DecodeState:
         """Feeds all but the last token of every prompt and builds the state to decode from."""
@@ -189,7 +190,7 @@ class Run:
         self._seen = np.array([len(row.prompt) for row in rows])
         self.done = [row.params.max_new_tokens == 0 for row in rows]
 
-    def step(self, max_steps: int = _ALL_STEPS) -> Block:
+    def step(self, max_steps: int) -> Block:
         """Takes outer steps until all rows are done, at most `max_steps`."""
         start = time.perf_counter()
         programs = self._engine.programs

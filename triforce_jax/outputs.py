@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,3 +80,9 @@ class GenerationOutput:
     prompt_lengths: list[int]
     origins: list[list[str]]
     stats: Stats
+
+    def __add__(self, other: GenerationOutput) -> GenerationOutput:
+        """The results of two groups that ran one after the other."""
+        return GenerationOutput(
+            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        )
