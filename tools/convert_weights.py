@@ -13,7 +13,9 @@ convert_weights: Hugging Face directory, hub id or .gguf file -> Orbax directory
 def define_flags(values: flags.FlagValues) -> None:
     for name, text in (("source", "What to convert."), ("output", "Directory to write.")):
         flags.DEFINE_string(name, None, text, flag_values=values)
-    flags.DEFINE_enum("dtype", "bfloat16", options.DTYPES, "Type of the weights.", flag_values=values)
+    flags.DEFINE_enum(
+        "dtype", "bfloat16", options.DTYPES, "Type of the weights.", flag_values=values
+    )
     flags.DEFINE_boolean("overwrite", False, "Replace the output.", flag_values=values)
 
 

@@ -219,7 +219,7 @@ class Run:
         self.done = [a or b for a, b in zip(self.done, rows, strict=True)]
 
     def finish_reasons(self) -> list[str]:
-        """"length" or "eos" of each row that is done of itself."""
+        """ "length" or "eos" of each row that is done of itself."""
         return [FINISH_REASONS[code] for code in self._state.finish[: self._num_rows].tolist()]
 
     def stats(self) -> Stats:

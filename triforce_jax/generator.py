@@ -185,7 +185,10 @@ class Generator:
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
             raise InputError(
-                "prompt", "text", f"token ids, as {self.name} has no tokenizer", "pass a list of ids"
+                "prompt",
+                "text",
+                f"token ids, as {self.name} has no tokenizer",
+                "pass a list of ids",
             )
         return self.tokenizer
 
@@ -236,8 +239,10 @@ def is_one_prompt(prompts: Any) -> bool:
     """Whether this is a prompt by itself (text, chat or ids) rather than a list of prompts."""
     if isinstance(prompts, str):
         return True
-    return len(prompts) > 0 and (isinstance(prompts[0], Mapping) or np.ndim(prompts[0]) == 0) and (
-        not isinstance(prompts[0], str)
+    return (
+        len(prompts) > 0
+        and (isinstance(prompts[0], Mapping) or np.ndim(prompts[0]) == 0)
+        and (not isinstance(prompts[0], str))
     )
 
 

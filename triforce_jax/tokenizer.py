@@ -79,8 +79,10 @@ class Tokenizer:
                 "prompt", "a chat", f"text or token ids, as {self.name} has no chat template"
             )
         for message in messages:
-            fields = [message.get(key) if isinstance(message, Mapping) else None for key in
-                      ("role", "content")]
+            fields = [
+                message.get(key) if isinstance(message, Mapping) else None
+                for key in ("role", "content")
+            ]
             if not all(isinstance(field, str) for field in fields):
                 raise InputError(
                     "prompt", repr(message)[:80], "messages with the strings 'role' and 'content'"
@@ -91,7 +93,9 @@ class Tokenizer:
             )
         except Exception as error:  # templates raise what they like
             raise InputError(
-                "prompt", f"a chat ({str(error)[:200]})", f"a chat that {self.name}'s template takes"
+                "prompt",
+                f"a chat ({str(error)[:200]})",
+                f"a chat that {self.name}'s template takes",
             ) from None
         return list(self._wrapped.encode(text, add_special_tokens=False))
 

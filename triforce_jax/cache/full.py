@@ -78,9 +78,7 @@ def pass_over(rotate: Rotate, slots: Int[Array, "B"], *, implementation: str, bl
     def attend_layer(q, k, v, kv):
         keys = write(kv[0], rotate(k), slots)
         values = write(kv[1], v, slots)
-        out, _ = attend(
-            rotate(q), keys, values, slots, implementation=implementation, block=block
-        )
+        out, _ = attend(rotate(q), keys, values, slots, implementation=implementation, block=block)
         return out, (keys, values)
 
     return attend_layer

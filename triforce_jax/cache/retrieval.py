@@ -148,9 +148,7 @@ def gather(
     padded = jnp.pad(chunk_ids, ((0, 0), (0, 0), (0, place.shape[1] - chunk_ids.shape[2])))
     ids = jnp.where((place < selected)[:, None, :], padded, recent[:, None, :])
     chunks = buffer.reshape(b, k, s // size, size, h)
-    taken = jnp.take_along_axis(
-        chunks, ids[:, :, :, None, None], axis=2, mode="promise_in_bounds"
-    )
+    taken = jnp.take_along_axis(chunks, ids[:, :, :, None, None], axis=2, mode="promise_in_bounds")
     return taken.reshape(b, k, shapes.retrieval_slots, h)
 
 

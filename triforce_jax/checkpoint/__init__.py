@@ -74,24 +74,29 @@ def load(
         model = ModelConfig.from_hf(config, name)
         abstract = _abstract(model, dtype, mesh)
         weights = (
-            (w.path, jax.device_put(
-                w.from_hf(opened.read(w.hf)).astype(jnp.dtype(dtype)), abstract[w.path].sharding
-            ))
+            (
+                w.path,
+                jax.device_put(
+                    w.from_hf(opened.read(w.hf)).astype(jnp.dtype(dtype)), abstract[w.path].sharding
+                ),
+            )
             for w in checked_weights(opened, model, field)
         )
         with tempfile.TemporaryDirectory() as directory:
             opened.write_tokenizer(pathlib.Path(directory))
             tokenizer = Tokenizer.from_directory(pathlib.Path(directory), name)
-    bar = tqdm(
-        weights, total=len(abstract), desc=f"load {name}", disable=not progress, leave=False
-    )
+    bar = tqdm(weights, total=len(abstract), desc=f"load {name}", disable=not progress, leave=False)
     state = {tuple(_key(part) for part in p.split(".")): a for p, a in bar}
     llama = nnx.eval_shape(lambda: Llama(model, dtype=dtype, rngs=nnx.Rngs(0)))
     flat = nnx.to_flat_state(nnx.state(llama))
-    leaves = nnx.from_flat_state([(p, v.replace(state[p[:-1] if p[-1] == "value" else p])) for p, v in flat])
+    leaves = nnx.from_flat_state(
+        [(p, v.replace(state[p[:-1] if p[-1] == "value" else p])) for p, v in flat]
+    )
     nnx.update(llama, leaves)
     known = eos_ids(config, generation)
-    return Checkpoint(model, llama, tokenizer, known or (tokenizer.eos_ids if tokenizer else ()), name)
+    return Checkpoint(
+        model, llama, tokenizer, known or (tokenizer.eos_ids if tokenizer else ()), name
+    )
 
 
 def convert(
@@ -118,7 +123,8 @@ def convert(
     bar = tqdm(weights, desc=f"convert {opened.name}", disable=not progress, leave=False)
     with orbax.written_whole(out.absolute()) as directory:
         orbax.write(
-            directory, ((w.path, w.from_hf(opened.read(w.hf)).astype(jnp.dtype(dtype))) for w in bar)
+            directory,
+            ((w.path, w.from_hf(opened.read(w.hf)).astype(jnp.dtype(dtype))) for w in bar),
         )
         for name, content in (
             ("config.json", opened.config),

@@ -122,7 +122,10 @@ class GGUFSource:
                 "use the HF checkpoint of the model",
             )
         byte_level_tokenizer(meta, self._field).save(str(directory / "tokenizer.json"))
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+        }
         for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
             if f"{key}_token_id" in meta:
                 config[f"{name}_token"] = meta["tokens"][meta[f"{key}_token_id"]]
@@ -146,9 +149,7 @@ def byte_level_tokenizer(meta: Mapping[str, Any], field: str) -> tokenizers.Toke
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     else:
-        raise InputError(
-            field, f"pre-tokenizer {pre!r}", "one of 'smollm', 'gpt-2', 'llama-bpe'"
-        )
+        raise InputError(field, f"pre-tokenizer {pre!r}", "one of 'smollm', 'gpt-2', 'llama-bpe'")
     merges = [tuple(merge.split(" ", 1)) for merge in meta["merges"]]
     vocabulary = {token: i for i, token in enumerate(meta["tokens"])}
     result = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))

@@ -72,7 +72,9 @@ def checked_weights(source: Source, config: ModelConfig, field: str) -> list[Wei
             if names
         ]
         raise InputError(
-            field, f"{source.name} with tensors " + ", ".join(parts), "those its config.json implies"
+            field,
+            f"{source.name} with tensors " + ", ".join(parts),
+            "those its config.json implies",
         )
     wrong = [
         f"{w.hf} {list(present[w.hf])}, not {list(w.hf_shape)}"

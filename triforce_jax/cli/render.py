@@ -13,8 +13,7 @@ from triforce_jax.config import DecodeConfig
 from triforce_jax.errors import InputError
 
 if TYPE_CHECKING:
-    from triforce_jax.decoding.state import Stats
-    from triforce_jax.generator import GenerationOutput
+    from triforce_jax.outputs import GenerationOutput, Stats
 
 # Where a token came from: its colour (ANSI) and what the legend calls it.
 ORIGINS = {

@@ -111,19 +111,6 @@ def plan(num_tokens: int, shapes: Shapes) -> list[PrefillPass]:
 
 
 def draft_needs(
-    one: PrefillPass, shortest: int, num_layers: int, config: DecodeConfig
-) -> bool:
-    """Whether a draft pass over these positions can influence any later token.
-
-    A token sees the sinks and a window; through L layers its reach is L windows. What lies
-    between the first pass, which holds the sinks, and the reach of the shortest row's last token
-    need not be computed: what is stale in the ring there stays out of reach.
-    """
-    reach = (num_layers + 1) * config.draft_budget
-    return one.start < config.draft_sinks or one.start + one.width > shortest - reach
-
-
-def draft_needs(
     one_pass: PrefillPass, num_tokens: Sequence[int], model: ModelConfig, config: DecodeConfig
 ) -> bool:
     """Whether a draft pass can be seen by any row once its `num_tokens` are in the cache.

@@ -151,9 +151,7 @@ def keep_top_p(probs: Float[Array, "B T V"], top_p: Float[Array, "B"]) -> Float[
     return jnp.where((p >= 1) | kept, probs, 0.0)
 
 
-def probabilities(
-    logits: Float[Array, "B T V"], sampling: RowSampling
-) -> Float[Array, "B T V"]:
+def probabilities(logits: Float[Array, "B T V"], sampling: RowSampling) -> Float[Array, "B T V"]:
     """The distribution a level samples from, in float32. Ids may carry logits of -inf."""
     logits = logits.astype(jnp.float32)
     temperature = sampling.temperature[:, None, None]

@@ -61,16 +61,12 @@ def verify(
     return dataclasses.replace(state, caches=caches, step=state.step + 1)
 
 
-def commit(
-    state: DecodeState, candidates: Candidates, result: Rejection, proposals
-) -> DecodeState:
+def commit(state: DecodeState, candidates: Candidates, result: Rejection, proposals) -> DecodeState:
     """Appends the accepted candidates and the token after them, up to EOS and the row's limit."""
     request = state.request
     place = jnp.arange(proposals.shape[1] + 1)[None, :]  # [1, X + 1]
     end = result.num_accepted[:, None]
-    emitted = jnp.where(
-        place == end, result.token[:, None], jnp.pad(proposals, ((0, 0), (0, 1)))
-    )
+    emitted = jnp.where(place == end, result.token[:, None], jnp.pad(proposals, ((0, 0), (0, 1))))
     bonus = result.all_accepted & (candidates.counts > 0)
     last_origin = jnp.where(bonus, BONUS, TARGET).astype(jnp.int8)
     origins = jnp.where(
