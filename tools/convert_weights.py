@@ -1,5 +1,7 @@
 """Converts an HF checkpoint or a GGUF file: `--source=… --output=… --dtype=bfloat16`."""
 
+import sys
+
 from absl import flags
 
 from triforce_jax.cli import app, options
@@ -31,7 +33,7 @@ def run(values: flags.FlagValues) -> int:
             values.source,
             values.output,
             dtype=values.dtype,
-            progress=True,
+            progress=sys.stderr.isatty(),
             overwrite=values.overwrite,
         )
     )

@@ -129,7 +129,7 @@ class Engine:
                     programs.weights, caches, piece, start, prompt_lengths
                 )
                 model = programs.draft_model
-                if model and prefill.draft_needs(one, fed, model, programs.config):
+                if model and prefill.draft_needs(one, fed.tolist(), model, programs.config):
                     real = np.clip(fed - one.start, 0, one.width).astype(np.int32)
                     caches = programs.prefill_draft(programs.weights, caches, piece, start, real)
                 if self.progress:

@@ -184,15 +184,13 @@ def of_verify_layers(
     layers: tuple[VerifyLayer, ...], lengths: Int[Array, "B"]
 ) -> tuple[KVCache, RetrievalCache]:
     """Undoes `verify_layers`; `lengths` are the retrieval cache's."""
-    columns = VerifyLayer(*zip(*layers, strict=True))
-    means = columns.chunk_means if layers[0].chunk_means is not None else ()
     retrieval = RetrievalCache(
-        KVCache(columns.retrieval_keys, columns.retrieval_values),
+        KVCache.of_layers((layer.retrieval_keys, layer.retrieval_values) for layer in layers),
         lengths,
-        columns.chunk_ids,
-        means,
+        tuple(layer.chunk_ids for layer in layers),
+        tuple(layer.chunk_means for layer in layers if layer.chunk_means is not None),
     )
-    return KVCache(columns.keys, columns.values), retrieval
+    return KVCache.of_layers((layer.keys, layer.values) for layer in layers), retrieval
 
 
 def verification(
@@ -235,7 +233,8 @@ def verification(
 
         def choose():
             # q[:, 0] is the pending token's query: the newest token that is certain.
-            scores = mass if by_mass else mean_key_scores(q[:, 0], means)
+            scores = mass if means is None else mean_key_scores(q[:, 0], means)
+            assert scores is not None
             return select(scores, first_recent, shapes.selected_chunks)
 
         if config.refresh_interval == 1:

@@ -88,7 +88,7 @@ def _scatter(
 
 
 def decode_pass(model: ModelConfig, config: DecodeConfig, positions: Int[Array, "B"]):
-    """The `attend` of a pass over few tokens (at most the ring's slack), the first at `positions`."""
+    """The `attend` of a pass over T tokens, at most the ring's slack, the first at `positions`."""
     sinks = config.draft_sinks
 
     def attend_layer(q, k, v, kv):

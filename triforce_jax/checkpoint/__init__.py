@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import tempfile
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -86,12 +87,12 @@ def load(
             opened.write_tokenizer(pathlib.Path(directory))
             tokenizer = Tokenizer.from_directory(pathlib.Path(directory), name)
     bar = tqdm(weights, total=len(abstract), desc=f"load {name}", disable=not progress, leave=False)
-    state = {tuple(_key(part) for part in p.split(".")): a for p, a in bar}
+    state: dict[tuple[Any, ...], jax.Array] = {
+        tuple(_key(part) for part in p.split(".")): a for p, a in bar
+    }
     llama = nnx.eval_shape(lambda: Llama(model, dtype=dtype, rngs=nnx.Rngs(0)))
     flat = nnx.to_flat_state(nnx.state(llama))
-    leaves = nnx.from_flat_state(
-        [(p, v.replace(state[p[:-1] if p[-1] == "value" else p])) for p, v in flat]
-    )
+    leaves = nnx.from_flat_state([(path, leaf.replace(state[path])) for path, leaf in flat])
     nnx.update(llama, leaves)
     known = eos_ids(config, generation)
     return Checkpoint(

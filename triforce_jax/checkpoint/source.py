@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from triforce_jax.config import ModelConfig
 from triforce_jax.checkpoint.weights import Weight, weights_of
+from triforce_jax.config import ModelConfig
 from triforce_jax.errors import InputError
 
 

@@ -103,7 +103,8 @@ def of_models(
         return target.logits(hidden), Caches(caches.target, selected, caches.draft)
 
     def draft_pass(caches: Caches, tokens: Array, positions: Array):
-        assert draft is not None and caches.draft is not None
+        assert draft is not None
+        assert caches.draft is not None
         attend = streaming.decode_pass(draft.config, config, positions)
         hidden, layers = draft(tokens, caches.draft.layers, attend)
         logits = fit_vocabulary(draft.logits(hidden), model.vocab_size)

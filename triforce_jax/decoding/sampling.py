@@ -49,7 +49,12 @@ class SamplingParams:
         def check(name: str, ok: Callable[[float], bool], expected: str):
             value = getattr(self, name)
             number = isinstance(value, (int, float, np.integer, np.floating))
-            if isinstance(value, bool) or not number or not math.isfinite(value) or not ok(value):
+            if (
+                isinstance(value, bool)
+                or not number
+                or not math.isfinite(float(value))
+                or not ok(float(value))
+            ):
                 raise InputError(name, repr(value), expected)
 
         check("temperature", lambda v: v >= 0, "a number of at least 0 (0 is greedy)")
@@ -98,7 +103,7 @@ def _ordered_bits(x: Float[Array, "B T V"]) -> Int[Array, "B T V"]:
 
 def _greatest_threshold(
     holds_above: Callable[[Int[Array, "B T 1"]], Bool[Array, "B T 1"]],
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
 ) -> Int[Array, "B T 1"]:
     """Bisects for the greatest bit pattern for which `holds_above` is False, or 0.
 
