@@ -6,7 +6,43 @@ import numpy as np
 import torch
 import transformers
 
-torch.manual_seed(0)
+# Parameters of every kind of RoPE, for a model of 512 positions.
+ROPE_KINDS = {
+    "default": {"rope_type": "default"},
+    "theta": {"rope_type": "default", "rope_theta": 500000.0},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "yarn": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64},
+    "yarn, implied factor": {"rope_type": "yarn", "original_max_position_embeddings": 64},
+    "yarn, no truncation": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 64,
+        "truncate": False,
+    },
+    "yarn, attention_factor": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 64,
+        "attention_factor": 0.75,
+        "beta_fast": 16.0,
+        "beta_slow": 2.0,
+    },
+    "yarn, mscale": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 64,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.1,
+    },
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "original_max_position_embeddings": 64,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    },
+}
 
 
 def config(**changes) -> transformers.LlamaConfig:

@@ -49,9 +49,7 @@ def engine(method="triforce", draft=DRAFT, config=DECODE, target=None, **changes
     target = target or llama()
     if isinstance(draft, ModelConfig):
         draft = llama(draft, seed=1)
-    return Engine(
-        Programs(target, draft if config.uses_draft else None, config), progress=False
-    )
+    return Engine(Programs(target, draft if config.uses_draft else None, config), progress=False)
 
 
 def row(prompt, eos_ids=(), params=GREEDY, **changes) -> Row:

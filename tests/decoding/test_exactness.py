@@ -255,9 +255,7 @@ class Step:
             pieces = [np.pad(a, [(0, CHUNK - count)] + [(0, 0)] * (a.ndim - 1)) for a in pieces]
             end = self.run(state, *(a.astype(np.float32) for a in pieces))
             lengths, got = np.asarray(end.lengths), np.asarray(end.tokens)
-            out += [
-                tuple(got[i, len(tokens) : lengths[i] + 1].tolist()) for i in range(count)
-            ]
+            out += [tuple(got[i, len(tokens) : lengths[i] + 1].tolist()) for i in range(count)]
         return out
 
     @functools.cache  # noqa: B019
@@ -267,11 +265,11 @@ class Step:
         wanted = min(max(room - 1, 0), self.config.gamma)
         if first and self.config.uses_retrieval:
             wanted = 0
-        oracle = Oracle(
-            self.probs, row, self.config, self.model_draft, self.eos, self.residual
-        )
+        oracle = Oracle(self.probs, row, self.config, self.model_draft, self.eos, self.residual)
         boxes = list(oracle.boxes(list(tokens), wanted))
-        bounds = [np.tile([0.0, 1.0], (len(boxes), *w, 1)) for w in (self.widths[:2], self.widths[2:])]
+        bounds = [
+            np.tile([0.0, 1.0], (len(boxes), *w, 1)) for w in (self.widths[:2], self.widths[2:])
+        ]
         for i, (rounds, verification, _) in enumerate(boxes):
             for j, one_round in enumerate(rounds):
                 bounds[0][i, j, : len(one_round)] = one_round
@@ -294,9 +292,7 @@ class Step:
 
         middle = at(lambda shape: np.full(shape, 0.5))
         elsewhere = at(lambda shape: rng.uniform(0.05, 0.95, shape))
-        differing = sum(
-            v for v, a, b in zip(volume, middle, elsewhere, strict=True) if a != b
-        )
+        differing = sum(v for v, a, b in zip(volume, middle, elsewhere, strict=True) if a != b)
         assert differing < 1e-7, "not constant on a box"
         result = {}
         for some, mass in zip(middle, volume, strict=True):
@@ -400,7 +396,5 @@ def test_with_the_ngram_draft(method, gamma):
 def test_the_proof_sees_a_wrong_residual(monkeypatch, method):
     """What the published code does: sample the verifier itself where the residual belongs."""
     monkeypatch.setattr(rejection, "residual", lambda p, q: p)
-    step = Step(
-        Tables.random(3, seed=2), PLAIN, config(method, 2), residual=lambda p, q: p
-    )
+    step = Step(Tables.random(3, seed=2), PLAIN, config(method, 2), residual=lambda p, q: p)
     assert step.error() > 1e-3

@@ -5,7 +5,6 @@ import dataclasses
 import hf
 import numpy as np
 import pytest
-from test_rope import KINDS
 
 from triforce_jax import Generator
 from triforce_jax.config import ModelConfig
@@ -23,7 +22,7 @@ VARIANTS = {
 }
 VARIANTS |= {
     f"rope {name}": {"rope_parameters": {"rope_theta": 10000.0} | parameters}
-    for name, parameters in KINDS.items()
+    for name, parameters in hf.ROPE_KINDS.items()
     if name != "yarn, implied factor"
 }
 
@@ -48,7 +47,7 @@ def test_logits_equal_those_of_hf(name, tmp_path):
 
 @pytest.mark.parametrize("kind", ["default", "linear", "dynamic", "yarn", "llama3"])
 def test_logits_at_4000_tokens(kind, tmp_path):
-    parameters = {"rope_theta": 10000.0} | KINDS[kind]
+    parameters = {"rope_theta": 10000.0} | hf.ROPE_KINDS[kind]
     limit = 2048 if kind == "dynamic" else 4096
     if "original_max_position_embeddings" in parameters:
         parameters["original_max_position_embeddings"] = 512

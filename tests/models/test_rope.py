@@ -4,48 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from hf import ROPE_KINDS as KINDS
 from hf import config as hf_config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from triforce_jax.config import ModelConfig, RopeConfig
 from triforce_jax.models import rope
-
-KINDS = {
-    "default": {"rope_type": "default"},
-    "theta": {"rope_type": "default", "rope_theta": 500000.0},
-    "linear": {"rope_type": "linear", "factor": 4.0},
-    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
-    "yarn": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64},
-    "yarn, implied factor": {"rope_type": "yarn", "original_max_position_embeddings": 64},
-    "yarn, no truncation": {
-        "rope_type": "yarn",
-        "factor": 8.0,
-        "original_max_position_embeddings": 64,
-        "truncate": False,
-    },
-    "yarn, attention_factor": {
-        "rope_type": "yarn",
-        "factor": 8.0,
-        "original_max_position_embeddings": 64,
-        "attention_factor": 0.75,
-        "beta_fast": 16.0,
-        "beta_slow": 2.0,
-    },
-    "yarn, mscale": {
-        "rope_type": "yarn",
-        "factor": 8.0,
-        "original_max_position_embeddings": 64,
-        "mscale": 0.7,
-        "mscale_all_dim": 1.1,
-    },
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "original_max_position_embeddings": 64,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-    },
-}
 
 
 def pair(name):
@@ -114,10 +78,10 @@ def test_dynamic_scaling_has_no_memory():
 
     short = tables(dynamic, 50)
     long = tables(dynamic, 100)
-    np.testing.assert_array_equal(short, tables(plain, 50))
+    np.testing.assert_allclose(short, tables(plain, 50), atol=1e-5)
     assert np.abs(np.asarray(long[0][:, :50]) - short[0]).max() > 0.1
     both = rope.rope_tables(
         dynamic, 32, jnp.tile(jnp.arange(100), (2, 1)), jnp.array([1, 100], jnp.int32)
     )
-    np.testing.assert_array_equal(both[0][0, :50], short[0][0])
-    np.testing.assert_allclose(both[0][1], long[0][0], atol=1e-6)
+    np.testing.assert_allclose(both[0][0, :50], short[0][0], atol=1e-5)
+    np.testing.assert_allclose(both[0][1], long[0][0], atol=1e-5)
