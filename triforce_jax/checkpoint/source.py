@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from triforce_jax.config import ModelConfig
 from triforce_jax.errors import InputError
 
 
+@runtime_checkable
 class Source(Protocol):
     """A checkpoint on disk.
 
