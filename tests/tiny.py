@@ -5,9 +5,8 @@ import dataclasses
 import jax.numpy as jnp
 from flax import nnx
 
-from triforce_jax.config import DecodeConfig, ModelConfig
+from triforce_jax.config import DecodeConfig, ModelConfig, SamplingParams
 from triforce_jax.decoding.programs import Programs
-from triforce_jax.decoding.sampling import SamplingParams
 from triforce_jax.engine import ALL_STEPS, Engine, Row
 from triforce_jax.models.llama import Llama
 

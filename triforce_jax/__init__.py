@@ -10,8 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from triforce_jax.config import DecodeConfig
-    from triforce_jax.decoding.sampling import SamplingParams
+    from triforce_jax.config import DecodeConfig, SamplingParams
     from triforce_jax.errors import InputError
     from triforce_jax.generator import Generator
     from triforce_jax.outputs import GenerationOutput, Piece, Stats
@@ -23,7 +22,7 @@ _HOMES = {
     "Generator": "triforce_jax.generator",
     "InputError": "triforce_jax.errors",
     "Piece": "triforce_jax.outputs",
-    "SamplingParams": "triforce_jax.decoding.sampling",
+    "SamplingParams": "triforce_jax.config",
     "Stats": "triforce_jax.outputs",
     "make_mesh": "triforce_jax.sharding",
 }

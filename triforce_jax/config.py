@@ -2,16 +2,17 @@
 
 `ModelConfig` says what a checkpoint is. `DecodeConfig` says how to decode with it; everything in
 it is *static*: a new value compiles a new program. Everything a request may change without a new
-program (temperature, top-p, lengths, EOS ids, seeds) is traced and lives in `SamplingParams`
-(decoding/sampling.py).
+program (temperature, top-p, lengths, EOS ids, seeds) is traced and lives in `SamplingParams`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
+
+import numpy as np
 
 from triforce_jax.errors import InputError
 
@@ -147,7 +148,9 @@ class ModelConfig:
             raise InputError(
                 "config.json", f"no field {error}", "a complete Llama configuration"
             ) from None
-        except (TypeError, ZeroDivisionError) as error:
+        except InputError:
+            raise
+        except (TypeError, ValueError, ZeroDivisionError) as error:
             raise InputError(
                 "config.json", f"{error}", "numbers in the fields of a Llama configuration"
             ) from None
@@ -282,3 +285,51 @@ class DecodeConfig:
     @property
     def uses_draft(self) -> bool:
         return self.method in ("triforce", "draft")
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingParams:
+    """How to sample one request.
+
+    Attributes:
+      temperature: 0 takes the most probable token (ties: the lowest id).
+      top_p: keep the most probable tokens until their mass reaches this; 1.0 is off.
+      top_k: keep the k most probable tokens (ties of the k-th too); 0 is off.
+      min_p: drop tokens less probable than this share of the best one's; 0.0 is off.
+      max_new_tokens: exactly so many tokens unless EOS or a stop string comes first.
+      seed: of the random numbers; None draws a fresh one.
+      stop: strings that end the output, which is cut before them.
+      ignore_eos: go on after an EOS token.
+
+    Raises:
+      InputError: a value out of its range.
+    """
+
+    temperature: float = 0.6
+    top_p: float = 0.9
+    top_k: int = 0
+    min_p: float = 0.0
+    max_new_tokens: int = 256
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self):
+        def check(name: str, ok: Callable[[Any], bool], expected: str):
+            value = getattr(self, name)
+            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+            real = isinstance(value, (float, np.floating)) and math.isfinite(float(value))
+            if not (whole or real) or not ok(value):
+                raise InputError(name, repr(value), expected)
+
+        check("temperature", lambda v: v >= 0, "a number of at least 0 (0 is greedy)")
+        check("top_p", lambda v: 0 < v <= 1, "a number above 0, at most 1 (1 is off)")
+        check("min_p", lambda v: 0 <= v <= 1, "a number from 0 (off) to 1")
+        for name in ("top_k", "max_new_tokens"):
+            check(name, lambda v: v >= 0 and int(v) == v, "a whole number of at least 0")
+        if self.seed is not None:
+            check("seed", lambda v: int(v) == v and 0 <= v < 2**63, "a whole number from 0")
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if not all(isinstance(s, str) and s for s in stop):
+            raise InputError("stop", repr(self.stop), "strings that are not empty")
+        object.__setattr__(self, "stop", stop)

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from triforce_jax.config import SamplingParams
 from triforce_jax.decoding import prefill
 from triforce_jax.decoding.programs import Programs
-from triforce_jax.decoding.sampling import RowSampling, SamplingParams
+from triforce_jax.decoding.sampling import RowSampling
 from triforce_jax.decoding.state import (
     FINISH_REASONS,
     ORIGINS,

@@ -13,9 +13,8 @@ from jax.typing import DTypeLike
 from triforce_jax import checkpoint
 from triforce_jax.attention.dispatch import check_implementation
 from triforce_jax.checkpoint import Checkpoint
-from triforce_jax.config import DecodeConfig
+from triforce_jax.config import DecodeConfig, SamplingParams
 from triforce_jax.decoding.programs import Programs
-from triforce_jax.decoding.sampling import SamplingParams
 from triforce_jax.engine import ALL_STEPS, Block, Engine, Row, Run
 from triforce_jax.errors import InputError
 from triforce_jax.outputs import GenerationOutput, Piece, Stats

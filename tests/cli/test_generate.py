@@ -13,8 +13,7 @@ import pytest
 from absl import flags
 
 from triforce_jax.cli import app, generate, options, render
-from triforce_jax.config import DecodeConfig
-from triforce_jax.decoding.sampling import SamplingParams
+from triforce_jax.config import DecodeConfig, SamplingParams
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PIECES = [("draft", "It ", (5, 6)), ("retrieval", "was\n", (7,)), ("target", "é", (8,))]

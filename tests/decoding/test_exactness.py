@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from triforce_jax.cache.full import KVCache
-from triforce_jax.config import DecodeConfig
+from triforce_jax.config import DecodeConfig, SamplingParams
 from triforce_jax.decoding import rejection
 from triforce_jax.decoding.levels import Levels
 from triforce_jax.decoding.loop import outer_step
-from triforce_jax.decoding.sampling import RowSampling, SamplingParams, probabilities
+from triforce_jax.decoding.sampling import RowSampling, probabilities
 from triforce_jax.decoding.state import Caches, Counters, DecodeState, Request
 from triforce_jax.decoding.verify import VERIFY_ROUND
 from triforce_jax.shapes import Shapes

@@ -7,9 +7,9 @@ import pytest
 import torch
 import transformers
 
+from triforce_jax.config import SamplingParams
 from triforce_jax.decoding.sampling import (
     RowSampling,
-    SamplingParams,
     draw_token,
     keep_top_k,
     keep_top_p,

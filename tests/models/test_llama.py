@@ -84,7 +84,9 @@ def test_bfloat16_is_close(tmp_path):
     model = hf.model(seed=7)
     tokens = np.random.default_rng(4).integers(0, 61, 100)
     hf.save(model, tmp_path)
-    generator = Generator.from_pretrained(tmp_path, max_length=128, progress=False, budget=64)
+    generator = Generator.from_pretrained(
+        tmp_path, method="autoregressive", max_length=128, progress=False
+    )
     got = generator.score(tokens.tolist())
     assert got.dtype == np.float32
     error = hf.relative_error(got, hf.logits(model, tokens[None]))

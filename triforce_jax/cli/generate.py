@@ -15,7 +15,7 @@ from triforce_jax.cli import app, options, render
 from triforce_jax.config import DecodeConfig
 
 if TYPE_CHECKING:
-    from triforce_jax.decoding.sampling import SamplingParams
+    from triforce_jax.config import SamplingParams
     from triforce_jax.generator import Generator
 
 DOC = """
@@ -91,7 +91,7 @@ def build(
 ) -> tuple[Generator, SamplingParams]:
     """Loads the models. The one place that imports JAX."""
     _use_compilation_cache(values.compilation_cache)
-    from triforce_jax.decoding.sampling import SamplingParams
+    from triforce_jax.config import SamplingParams
 
     params = SamplingParams(**options.sampling_fields(values))
     from triforce_jax.generator import Generator

@@ -1,4 +1,4 @@
-"""Sampling parameters, logits -> probabilities, and drawing a token from probabilities.
+"""Logits -> probabilities, and drawing a token from probabilities.
 
 One transform serves every level: temperature, then top-k, top-p and min-p, each on what the one
 before left, as HF's logits processors do. All parameters are traced.
@@ -9,62 +9,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from triforce_jax.errors import InputError
+from triforce_jax.config import SamplingParams
 from triforce_jax.typing import Array, Bool, Float, Int
-
-
-@dataclasses.dataclass(frozen=True)
-class SamplingParams:
-    """How to sample one request.
-
-    Attributes:
-      temperature: 0 takes the most probable token (ties: the lowest id).
-      top_p: keep the most probable tokens until their mass reaches this; 1.0 is off.
-      top_k: keep the k most probable tokens (ties of the k-th too); 0 is off.
-      min_p: drop tokens less probable than this share of the best one's; 0.0 is off.
-      max_new_tokens: exactly so many tokens unless EOS or a stop string comes first.
-      seed: of the random numbers; None draws a fresh one.
-      stop: strings that end the output, which is cut before them.
-      ignore_eos: go on after an EOS token.
-
-    Raises:
-      InputError: a value out of its range.
-    """
-
-    temperature: float = 0.6
-    top_p: float = 0.9
-    top_k: int = 0
-    min_p: float = 0.0
-    max_new_tokens: int = 256
-    seed: int | None = None
-    stop: Sequence[str] = ()
-    ignore_eos: bool = False
-
-    def __post_init__(self):
-        def check(name: str, ok: Callable[[Any], bool], expected: str):
-            value = getattr(self, name)
-            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-            real = isinstance(value, (float, np.floating)) and math.isfinite(float(value))
-            if not (whole or real) or not ok(value):
-                raise InputError(name, repr(value), expected)
-
-        check("temperature", lambda v: v >= 0, "a number of at least 0 (0 is greedy)")
-        check("top_p", lambda v: 0 < v <= 1, "a number above 0, at most 1 (1 is off)")
-        check("min_p", lambda v: 0 <= v <= 1, "a number from 0 (off) to 1")
-        for name in ("top_k", "max_new_tokens"):
-            check(name, lambda v: v >= 0 and int(v) == v, "a whole number of at least 0")
-        if self.seed is not None:
-            check("seed", lambda v: int(v) == v and 0 <= v < 2**63, "a whole number from 0")
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        if not all(isinstance(s, str) and s for s in stop):
-            raise InputError("stop", repr(self.stop), "strings that are not empty")
-        object.__setattr__(self, "stop", stop)
 
 
 @jax.tree_util.register_dataclass
