@@ -22,7 +22,7 @@ def get_config() -> config_dict.ConfigDict:
     config.gamma = 6
     config.chat = True
     config.prompt_file = str(ROOT / "triforce_jax" / "data" / "persuasion.txt")
-    config.prompt = ["Who is Sir Walter Elliot? Answer with words from the text."]
-    config.max_new_tokens = 128
+    config.prompt = ["What is the name of the house of Sir Walter Elliot?"]
+    config.max_new_tokens = 64
     config.seed = 0
     return config
