@@ -24,5 +24,5 @@ def get_config() -> config_dict.ConfigDict:
     config.prompt_file = str(ROOT / "triforce_jax" / "data" / "persuasion.txt")
     config.prompt = ["What is the name of the house of Sir Walter Elliot?"]
     config.max_new_tokens = 64
-    config.seed = 0
+    config.temperature = 0.0
     return config

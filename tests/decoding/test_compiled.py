@@ -4,6 +4,7 @@ import re
 
 import chex
 import jax
+import jaxtyping
 import numpy as np
 import pytest
 import tiny
@@ -12,6 +13,14 @@ from triforce_jax.decoding import programs as programs_module
 
 # So long that nothing but the full cache is anywhere near its size.
 SLOTS = 8192
+
+
+@pytest.fixture
+def untyped():
+    """`lower` builds the state out of descriptions of arrays, which no type check knows."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def engine(method, **changes):
@@ -34,6 +43,7 @@ CASES = [
 ] + [("triforce", 1, {"refresh_interval": 2}), ("triforce", 2, {"scoring": "attention_mass"})]
 
 
+@pytest.mark.usefixtures("untyped")
 @pytest.mark.parametrize(("method", "batch", "changes"), CASES)
 def test_caches_are_updated_in_place(method, batch, changes):
     programs, state, compiled = compiled_decode(method, batch, **changes)
@@ -61,6 +71,7 @@ def test_caches_are_updated_in_place(method, batch, changes):
     assert compiled.memory_analysis().temp_size_in_bytes < elements * 4
 
 
+@pytest.mark.usefixtures("untyped")
 @pytest.mark.parametrize("method", ["autoregressive", "retrieval", "draft", "triforce"])
 def test_prefill_works_in_place(method):
     one = engine(method)
