@@ -12,7 +12,7 @@ import tiny
 from triforce_jax.decoding import programs as programs_module
 
 # So long that nothing but the full cache is anywhere near its size.
-SLOTS = 8192
+SLOTS = 1 << 17
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_caches_are_updated_in_place(method, batch, changes):
     assert donated.issuperset(big)
     # No instruction copies an array of the full cache's size.
     model = programs.model
-    elements = model.num_kv_heads * programs.shapes.full_slots * model.head_dim
+    elements = batch * model.num_kv_heads * programs.shapes.full_slots * model.head_dim
     copies = [
         line.strip()[:150]
         for line in text.splitlines()
