@@ -21,7 +21,8 @@ from triforce_jax.decoding import prefill
 from triforce_jax.decoding.levels import of_models
 
 CONFIG = dataclasses.replace(tiny.DECODE, max_length=160, batch_size=2, gamma=4, draft_gamma=2)
-ATOL = 2e-5
+# Keys of these models are as large as 12: this is 1e-5 of that.
+ATOL = 1.2e-4
 
 
 class Rig:
@@ -76,7 +77,7 @@ def events():
 
 
 def play(some, prompts, steps, seed):
-    """Feeds candidates to all levels as decoding does; returns caches and the tokens that stayed."""
+    """Feeds candidates to all levels as decoding does; returns caches and what tokens stayed."""
     rng = np.random.default_rng(seed)
     shapes, config = some.shapes, some.config
     rows = [list(p) for p in prompts]
