@@ -111,11 +111,12 @@ def play(some, prompts, steps, seed):
         logits, caches = some.passes["target"](
             some.weights, caches, feed, lengths, counts, np.int32(number)
         )
-        before = lengths.copy()
+        before = lengths
         for b, row in enumerate(rows):
             taken = min(accepted[b], count)
             row += [*candidates[b, :taken].tolist(), int(rng.integers(61))]
-            lengths[b] = len(row) - 1
+        # A new array: JAX may still be reading the old one.
+        lengths = np.array([len(row) - 1 for row in rows], np.int32)
         caches = some.install(some.weights, caches, before, lengths)
         caches = jax.tree.map(jnp.copy, caches)  # the next passes donate them
     return caches, rows, before, np.asarray(logits)
